@@ -17,7 +17,7 @@ from tenure.engines.contract import Attach, EngineSession
 from tenure.engines.postgresql.engine import PostgresEngine
 from tenure.engines.postgresql.monitor import PostgresWatches
 from tenure.testing.recorder import Attached, Detached, Recorder
-from tests.engines.postgresql.helpers import an_engine, until
+from tests.engines.postgresql.helpers import SessionOfStatements, an_engine, until
 from tests.engines.postgresql.servers import a_schema, shared
 
 _BLOCKED = """SELECT count(*) FROM pg_stat_activity
@@ -195,6 +195,78 @@ async def test_after_a_long_pause_no_notification_is_relied_on(
         await watched.session.update_semaphore("s", b"new")
         await until(lambda: watched.calls == ["data"])
         await watched.write_unnoticed()
-        watched.engine._monitor._compared_at -= 60
+        now = watched.engine.clock.now
+        monkeypatch.setattr(watched.engine._watches, "_now", lambda: now() + 91)
         await watched.compared.again(1)
         assert watched.calls == ["data", "data"]
+
+
+class _Watcher(SessionOfStatements):
+    over = False
+
+
+class _Calls:
+    """Watches of one queue, without a store, and the calls of the only one."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.sent: list[Any] = []
+        self.made = 0
+        self.watches = PostgresWatches(self.sent.append, self._listen, "tenure", lambda: self.now)
+        session: Any = _Watcher(1)
+        self.watches.begin(session, "s", "bd", self._changed)
+        self.sent.pop().answered([1, 0, 0])
+        [self.channel] = self.watches
+
+    def _listen(self, *_: Any) -> None:
+        """Ignore it."""
+
+    def _changed(self) -> None:
+        self.made += 1
+
+    def notify(self) -> None:
+        self.watches.report(self.channel, "d")
+
+    def look(self, data: int, notifies: float | None = 90.0, number: int = 1) -> bool:
+        """Compare the counters after so many changes of the data."""
+        left = None if notifies is None else [notifies]
+        return self.watches.compare((self.channel,), [[number, data, 0]], left, self.now)
+
+
+def test_a_change_is_reported_that_came_after_the_last_notification() -> None:
+    calls = _Calls()
+    assert not calls.look(0, notifies=5)  # the queue was locked when it was to be notified longer
+    calls.notify()
+    calls.now = 10
+    assert not calls.look(2)
+    assert calls.made == 2
+
+
+def test_a_notification_may_come_after_the_look_that_shows_its_change() -> None:
+    calls = _Calls()
+    assert calls.look(1)
+    calls.notify()
+    assert not calls.look(1)
+    assert calls.made == 1
+
+
+def test_a_queue_with_another_row_is_reported_whatever_was_notified_before() -> None:
+    calls = _Calls()
+    calls.watches.report(calls.channel, "b")  # it was deleted
+    assert not calls.look(0, number=2)
+    assert calls.made == 2
+
+
+def test_after_a_reconnect_no_notification_is_relied_on() -> None:
+    calls = _Calls()
+    calls.watches.report_all()
+    assert not calls.look(1)
+    assert calls.made == 2
+
+
+def test_without_notifications_each_change_is_reported_at_once() -> None:
+    calls = _Calls()
+    assert not calls.look(1, notifies=None)
+    assert not calls.look(2, notifies=None)
+    assert not calls.look(2, notifies=None)
+    assert calls.made == 2

@@ -92,7 +92,7 @@ class PostgresEngine(CommandEngine[PostgresSession]):
         self._waiting = UnsentStatements(self.new_batch)  # for a connection
         self.operate = self._waiting.operate
         self._sessions: dict[int, list[PostgresSession]] = {}
-        self._watches = PostgresWatches(self.send, self.listen, address.schema)
+        self._watches = PostgresWatches(self.send, self.listen, address.schema, clock.now)
         self._listened: tuple[str, ...] = ()
         self._looks: dict[PostgresSession, dict[int, int]] = {}  # of this iteration of the loop
         self._renewals: dict[PostgresSession, float] = {}  # not sent yet, and their times

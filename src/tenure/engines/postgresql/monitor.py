@@ -9,8 +9,8 @@ statement. Then the statement waits for a lock or a standby, and a new connectio
 
 **Watches** (`PostgresWatches`) use notifications, and counters where those cannot be received. Each
 queue counts its changes. The counters are compared when a watch begins, after a reconnect, and from
-time to time, so that no change is missed: 90 seconds after the last look at a queue, the store
-stops sending notifications of it. A change that was notified is not reported again.
+time to time, so that no change is missed: the store notifies of a queue for a limited time after a
+look at it. A change that was notified is not reported again.
 
 **The heartbeat thread** (`PostgresHeartbeat`) renews sessions over a connection of its own. The
 connection is a direct one, if the URL names the database's own address. So leases last while the
@@ -24,6 +24,7 @@ import hashlib
 import json
 import select
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -186,20 +187,22 @@ class PostgresWatches(LocalWatches[PostgresSession]):
     """
 
     def __init__(
-        self, send: Callable[[Statement], None], listen: Callable[..., None], schema: str
+        self,
+        send: Callable[[Statement], None],
+        listen: Callable[..., None],
+        schema: str,
+        now: Callable[[], float],
     ) -> None:
         super().__init__(self.listen_to, self._unlisten)
         self._send = send
         self._listen = listen
         self._schema = schema
-        self._places: dict[str, list[str]] = {}  # node and name of each channel
-        self._counters: dict[str, Any] = {}
-        self._reported: dict[str, set[str]] = {}  # kinds since the counters were compared
-        self._doubted: set[str] = set()  # their notification may be on its way
+        self._now = now
+        self._queues: dict[str, _WatchedQueue] = {}  # by channel
 
     def watched(self) -> list[list[str]]:
         """Return node, name and channel of each watched queue."""
-        return [[*self._places[channel], channel] for channel in self]
+        return [[*self._queues[channel].place, channel] for channel in self]
 
     def begin(
         self, session: PostgresSession, name: str, kinds: str, changed: Callable[[], None]
@@ -208,61 +211,102 @@ class PostgresWatches(LocalWatches[PostgresSession]):
         place = f"{self._schema} {session.path} {name}"
         digest = hashlib.sha1(place.encode(), usedforsecurity=False).hexdigest()
         channel = f"{WATCH_CHANNEL}{digest}"
-        self._places[channel] = [session.path, values.to_text(name)]
+        if channel not in self:
+            self._queues[channel] = _WatchedQueue([session.path, values.to_text(name)])
         end = self.watch(channel, session, kinds, changed)
-        begun = partial(self._begun, channel)
+        begun = partial(self._begun, channel, self._now())
         self._send(session_call("watch", session, (values.to_text(name), channel), begun))
         return end
 
-    def _begun(self, channel: str, reply: Any) -> None:
+    def _begun(self, channel: str, sent_at: float, reply: Any) -> None:
         if channel in self and isinstance(reply, list) and isinstance(reply[0], int):
-            self._counters.setdefault(channel, reply)
+            queue = self._queues[channel]
+            queue.counters = queue.counters or reply
+            queue.notified_until = sent_at + _WATCHED
 
     def listen_to(self, channel: str) -> None:
         """Receive a channel's notifications; report what may have changed before."""
         self._listen(f"LISTEN {channel}", partial(self.report, channel, "b"))
 
     def _unlisten(self, channel: str) -> None:
-        self._places.pop(channel, None)
-        self._counters.pop(channel, None)
-        self._reported.pop(channel, None)
-        self._doubted.discard(channel)
+        del self._queues[channel]
         self._listen(f"UNLISTEN {channel}")
 
     def report(self, channel: str, kind: str) -> None:
         """Report a change of a kind to the watches of a channel."""
         if channel in self:
-            self._reported.setdefault(channel, set()).add(kind)
+            self._queues[channel].reported.add(kind)
         super().report(channel, kind)
 
-    def compare(self, channels: tuple[str, ...], counters: list[Any], *, notified: bool) -> bool:
-        """Report the changes that the counters of the queues show.
+    def report_all(self) -> None:
+        """Report changes to all watches, because some may have been missed."""
+        for queue in self._queues.values():
+            queue.notified_until = 0.0  # another server may know older watches
+        super().report_all()
+
+    def compare(
+        self,
+        channels: tuple[str, ...],
+        counters: list[list[Any]],
+        notifies: list[float] | None,
+        sent_at: float,
+    ) -> bool:
+        """Report the changes that the counters of the queues show, and that were not notified.
 
         Args:
             channels: of the queues.
-            counters: number of the queue, of its changes of data and of owners, for each channel.
-            notified: true if changes since the last comparison have been, or are being, notified.
-                Those are not reported again, and one that seems to be missing only if the next
-                comparison shows it too.
+            counters: number of each queue, of its changes of data, and of owners.
+            notifies: seconds for which the changes of each queue are notified; ``None`` if that is
+                unknown, or notifications are not received.
+            sent_at: when the store was asked.
 
         Returns:
-            True if that should come soon.
+            True if a change seems to be missing. Its notification may be on its way: it is reported
+            if the next comparison shows it too, which should come soon.
         """
-        for channel, now in zip(channels, counters, strict=False):
-            missing = _changed(self._counters.get(channel), now) if channel in self else set()
-            if notified:
-                reported = self._reported.get(channel, set())
-                missing = set() if "b" in reported else missing - reported
-            if missing and notified and channel not in self._doubted:
-                self._doubted.add(channel)
+        doubted = False
+        for number, (channel, now) in enumerate(zip(channels, counters, strict=False)):
+            if channel not in self:
                 continue
-            self._doubted.discard(channel)
-            for kind in sorted(missing):
-                self.report(channel, kind)
-            if channel in self and self._counters.get(channel) != now:
-                self._counters[channel] = now
-                self._reported.pop(channel, None)
-        return bool(self._doubted)
+            queue = self._queues[channel]
+            changed = _changed(queue.counters, now)
+            # A queue that was created anew is notified of from now on.
+            known = notifies is not None and self._now() < queue.notified_until
+            notified = known and "b" not in changed
+            queue.notified_until = sent_at + notifies[number] if notifies else 0.0
+            if notified and "b" in queue.reported:
+                changed.clear()
+            elif notified:
+                changed -= queue.reported
+            queue.doubted = notified and bool(changed) and not queue.doubted
+            if queue.doubted:
+                doubted = True
+                continue
+            if queue.counters != now:
+                queue.counters = now
+                queue.reported.clear()
+            for kind in sorted(changed):
+                super().report(channel, kind)
+        return doubted
+
+
+@dataclass(slots=True)
+class _WatchedQueue:
+    """What is known of a watched queue.
+
+    Attributes:
+        place: its node and name.
+        counters: its number, and the numbers of its changes of data and of owners, as last read.
+        reported: the kinds of changes that were reported since.
+        doubted: whether a change seemed to be missing in the last comparison.
+        notified_until: until when the store notifies of its changes.
+    """
+
+    place: list[str]
+    counters: list[Any] | None = None
+    reported: set[str] = field(default_factory=set)
+    doubted: bool = False
+    notified_until: float = 0.0
 
 
 def _changed(before: list[Any] | None, now: list[Any]) -> set[str]:
@@ -278,11 +322,8 @@ _SOON = 0.3
 """Seconds from a request that waits to the look that finds when it may be time for it."""
 _NET = 10.0
 """Seconds between two looks at what an event should have reported."""
-_NOTIFIED = 30.0
-"""Seconds without a look after which a change may not have been notified.
-
-The store notifies of a queue for 45 seconds after a look, at the least.
-"""
+_WATCHED = 90.0
+"""Seconds for which changes of a queue are notified after a watch has begun, in `functions.sql`."""
 _LONGEST_NET = 40.0
 """The same behind a pooler, where other polls look at the waiters."""
 _SWEEP = 60.0
@@ -361,7 +402,6 @@ class PostgresMonitor:
             self._timer.by,
         )
         self._look_at = self._check_at = self._now() + _NET
-        self._compared_at = self._now()
         self._sweep_at = self._now() + _SWEEP
 
     def begin(self) -> None:
@@ -461,7 +501,7 @@ class PostgresMonitor:
         if now >= self._sweep_at:
             self._sweep_at = now + _SWEEP
             words = self._engine.channel, None, None
-            self._engine.send(Call("tick", words, partial(self._looked, ())))
+            self._engine.send(Call("tick", words, partial(self._looked, (), now)))
 
     def _look(self, sessions: list[PostgresSession]) -> None:
         places = [
@@ -470,18 +510,17 @@ class PostgresMonitor:
             for name in session.waiting_names()
         ]
         channels, watched = tuple(self._watches), self._watches.watched()
-        if not channels:
-            self._compared_at = self._now()
-        elif self._polls:
+        if channels and self._polls:
             self.look_in(_WATCH_POLL)
         if not places and not watched:
             return
         places += [each[:2] for each in watched]
         all_places = [list(each) for each in sorted({(*each,) for each in places})]
         words = (self._engine.channel, all_places, watched or None)
-        self._engine.send(Call("tick", words, partial(self._looked, channels)))
+        looked = partial(self._looked, channels, self._now())
+        self._engine.send(Call("tick", words, looked))
 
-    def _looked(self, channels: tuple[str, ...], reply: Any) -> None:
+    def _looked(self, channels: tuple[str, ...], sent_at: float, reply: Any) -> None:
         if not isinstance(reply, dict):
             return
         self._engine.ticked(reply)
@@ -490,9 +529,7 @@ class PostgresMonitor:
             self.look_in(due + 0.01 if due > 0 else _GUARDED_PAUSE)
         if reply["pollers"]:
             self._polling.note_load(*reply["pollers"])
-        if channels:
-            now = self._now()
-            notified = not self._polls and now < self._compared_at + _NOTIFIED
-            self._compared_at = now
-            if self._watches.compare(channels, reply["seen"] or [], notified=notified):
-                self.look_in(_SOON)
+        counters = reply["seen"] or []
+        notifies = None if self._polls else reply.get("notifies")
+        if self._watches.compare(channels, counters, notifies, sent_at):
+            self.look_in(_SOON)

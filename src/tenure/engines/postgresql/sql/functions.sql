@@ -956,8 +956,9 @@ $$;
 -- remove the rows of ephemeral semaphores that are gone. Renews what is watched, [node, name, channel]
 -- each. Writes nothing if nothing has expired. Answers {"due": seconds until an owner's session in
 -- these queues expires, unless it is renewed, or a waiter of the caller does, "quarantine": seconds,
--- "why": its reason, "epoch": the epoch, "seen": the counters of each watched queue, "pollers":
--- [programs that poll for waiters, queues for which they poll] if the caller is one, "events": events}.
+-- "why": its reason, "epoch": the epoch, "seen": the counters of each watched queue, "notifies": the
+-- seconds for which its changes are notified from now on, at the least, "pollers": [programs that poll
+-- for waiters, queues for which they poll] if the caller is one, "events": events}.
 CREATE OR REPLACE FUNCTION :schema.tick(caller text, places jsonb, watched jsonb) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET jit = off SET enable_seqscan = off AS $$
@@ -969,6 +970,7 @@ DECLARE
     r :schema.requests;
     events text[] := '{}';
     seen jsonb;
+    notifies jsonb;
     due double precision;
     more text[];
     wanted bigint[];
@@ -1035,8 +1037,10 @@ BEGIN
             FOR NO KEY UPDATE OF x SKIP LOCKED
         ) UPDATE :schema.queues x SET watched_until = clock_timestamp() + interval '90 seconds',
             watch_channel = due.channel FROM due WHERE x.id = due.id;
-        SELECT jsonb_agg(jsonb_build_array(x.id, x.data_changes, x.owner_changes) ORDER BY w.at)
-            INTO seen FROM jsonb_array_elements(watched) WITH ORDINALITY w (v, at)
+        SELECT jsonb_agg(jsonb_build_array(x.id, x.data_changes, x.owner_changes) ORDER BY w.at),
+            jsonb_agg(greatest(0, extract(epoch FROM x.watched_until - clock_timestamp()))
+                ORDER BY w.at)
+            INTO seen, notifies FROM jsonb_array_elements(watched) WITH ORDINALITY w (v, at)
             LEFT JOIN :schema.queues x ON x.name = w.v ->> 1
                 AND x.node = (SELECT id FROM :schema.nodes WHERE path = w.v ->> 0);
     END IF;
@@ -1060,7 +1064,8 @@ BEGIN
             SELECT FROM :schema.queues x WHERE x.id = y.queue);
     END IF;
     RETURN jsonb_build_object('due', due, 'quarantine', frozen, 'events', events, 'seen', seen,
-        'pollers', pollers, 'why', (SELECT quarantine_reason FROM :schema.meta),
+        'notifies', notifies, 'pollers', pollers,
+        'why', (SELECT quarantine_reason FROM :schema.meta),
         'epoch', (SELECT epoch FROM :schema.meta))::text;
 END $$;
 
