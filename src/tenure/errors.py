@@ -211,7 +211,8 @@ class Deadlock(TenureError):
     usual, so the other tasks are granted theirs. Begin again from the outermost lease.
 
     Attributes:
-        tasks: the tasks of the deadlock, the oldest wait first.
+        tasks: the tasks of the deadlock, the oldest wait first. One of them may have raised
+            `Deadlock` a moment before, for a part of it that had formed first.
     """
 
     def __init__(

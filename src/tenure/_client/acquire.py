@@ -300,7 +300,8 @@ async def settled(request: Request, *, for_ever: bool) -> None:
         return
     session = session_of(request)
     waits, task = session.waits, asyncio.current_task()
-    wait = cast("Wait | None", None)  # most requests are granted by the first answer
+    # It begins when the request is queued: most are granted by the first answer.
+    wait = cast("Wait | None", None)
 
     def queued() -> None:
         nonlocal wait
