@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from datetime import timedelta
 from typing import NoReturn
@@ -12,6 +13,7 @@ import pytest
 
 from tenure import events
 from tenure._client.lease import Lease
+from tenure._client.request import Request
 from tenure.engines.contract import Removal
 from tenure.errors import (
     AcquireTimeout,
@@ -28,6 +30,37 @@ from tenure.testing.clock import VirtualClock
 from tests.primitives.helpers import World, released_after, turns
 
 ENGINES = pytest.mark.parametrize("engine_turns", [None, 0, 1, 3])
+
+
+# Memory
+
+
+def _requests() -> int:
+    return sum(isinstance(each, Request) for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("contended", [False, True])
+async def test_a_request_that_has_left_its_queue_does_not_wait_for_the_garbage_collector(
+    world: World, contended: bool
+) -> None:
+    client, _ = world.slow()
+    async with client, client.session() as session, world.client() as other:
+        async with session.mutex("m").lock():
+            pass
+        before = _requests()
+        gc.disable()
+        try:
+            for _ in range(3):
+                if contended:
+                    async with released_after(1, await other.mutex("m").lock()):
+                        async with session.mutex("m").lock():
+                            pass
+                else:
+                    async with session.mutex("m").lock():
+                        pass
+            assert _requests() - before < 3
+        finally:
+            gc.enable()
 
 
 # In time
