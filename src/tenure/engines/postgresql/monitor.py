@@ -258,7 +258,7 @@ class PostgresWatches(LocalWatches[PostgresSession]):
             counters: number of each queue, of its changes of data, and of owners.
             notifies: seconds for which the changes of each queue are notified; ``None`` if that is
                 unknown, or notifications are not received.
-            sent_at: when the store was asked.
+            sent_at: when the statement that reads the counters was sent.
 
         Returns:
             True if a change seems to be missing. Its notification may be on its way: it is reported
@@ -270,7 +270,7 @@ class PostgresWatches(LocalWatches[PostgresSession]):
                 continue
             queue = self._queues[channel]
             changed = _changed(queue.counters, now)
-            # A queue that was created anew is notified of from now on.
+            # Of a queue with a new row, the store sends notifications only from now on.
             known = notifies is not None and self._now() < queue.notified_until
             notified = known and "b" not in changed
             queue.notified_until = sent_at + notifies[number] if notifies else 0.0
@@ -292,7 +292,7 @@ class PostgresWatches(LocalWatches[PostgresSession]):
 
 @dataclass(slots=True)
 class _WatchedQueue:
-    """What is known of a watched queue.
+    """A watched queue, as far as it is known.
 
     Attributes:
         place: its node and name.
